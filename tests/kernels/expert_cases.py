@@ -9,12 +9,16 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
+from ingot.kernels import matmul_int4
 from ingot.kernels.experts import SIGMOID, SOFTMAX, SPARSEMIXER, combine_experts, route_rows, sort_by_expert
 from ingot.kernels.gated_activation import SILU
 from ingot.kernels.grouped_matmul import grouped_matmul, grouped_matmul_int4, grouped_matmul_nbits
 from tests.kernels.cases import Case, power_of_two, random
 from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans
+from tests.simulators import gluon_emulator
+
+gluon_emulator.install(matmul_int4)  # of grouped_matmul_int4's sums
 
 Rng = np.random.Generator
 Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the largest error over the largest value
@@ -197,20 +201,21 @@ def _combined(rng: Rng) -> Outcome:
     return numpy64(out), wanted, _LIMIT
 
 
-def _grouped(rng: Rng, kernel: str) -> Outcome:
+def _grouped(rng: Rng, kernel: str, ahead: int = 0) -> Outcome:
     """Rows of tokens or of places, with or without bias and gate; results of places that no pair has stay NaN."""
     experts, rows, chosen = int(rng.integers(1, 7)), int(rng.integers(1, 30)), 0
     ids = random_ids(rng, rows, experts, int(rng.integers(1, min(4, experts) + 1)))
     is_gated, has_bias, by_token = (bool(one) for one in rng.integers(0, 2, 3))
     n, columns = (int(rng.integers(1, most)) for most in (70, 300))
-    n = -(-n // 16) * 16 if is_gated else n
+    is_multiple = is_gated or ahead > 2 or (kernel == "grouped_matmul_int4" and bool(rng.integers(2)))
+    n = -(-n // 16) * 16 if is_multiple else n
     tile_rows, tile = int(rng.choice([16, 32])), int(rng.choice([32, 64]))
     tiles = Tiles.of(ids, experts, tile_rows)
     chosen = ids.shape[1] if by_token else 0
     x = torch.full((rows if by_token else ids.size, columns + int(rng.integers(9))), torch.nan)
     x[:, :columns] = random(rng, len(x), columns)
     x = x.to(torch.float16) if kernel == "grouped_matmul_int4" else x
-    bias, values, weight, constants = random(rng, experts, n), *_weight(rng, kernel, experts, n, columns)
+    bias, values, weight, constants = random(rng, experts, n), *_weight(rng, kernel, experts, n, columns, ahead)
     width = n // 2 if is_gated else n
     out = torch.full((ids.size, width), torch.nan)
     function = {
@@ -243,9 +248,9 @@ def _grouped(rng: Rng, kernel: str) -> Outcome:
 
 
 def _weight(
-    rng: Rng, kernel: str, experts: int, n: int, columns: int
+    rng: Rng, kernel: str, experts: int, n: int, columns: int, ahead: int
 ) -> tuple[Float64Array, list[torch.Tensor], dict[str, object]]:
-    """Values [experts, n, columns], the kernel's arguments, and its constants."""
+    """Values [experts, n, columns], the kernel's arguments, and its constants; `ahead` is drawn where it is 0."""
     if kernel == "grouped_matmul":
         plain = random(rng, experts, n, columns)
         return numpy64(plain), [plain], {"TILE_COLUMNS": 32, "UPCAST": True}
@@ -261,7 +266,9 @@ def _weight(
     packed = torch.stack([spans(one, bits) for one in codes])
     turned = [torch.from_numpy(np.ascontiguousarray(one.swapaxes(1, 2))) for one in (scales, zeros)]
     is_direct = kernel == "grouped_matmul_int4"
-    own = {"AHEAD": 1, "WARPS": 2} if is_direct else {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": True}
+    own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": True}
+    if is_direct:
+        own = {"AHEAD": ahead or int(rng.integers(1, 3 if n % 16 else 6)), "WARPS": 2}
     constants: dict[str, object] = {
         "SPANS": packed.shape[2] // 64,
         "GROUP": group,
@@ -290,9 +297,13 @@ def cases() -> Iterator[Case]:
         for seed in range(3):
             limit = 0.0 if kernel == "sort_by_expert" else _LIMIT
             precision = "whole numbers" if limit == 0 else _PRECISIONS.get(kernel, "float32")
-            yield Case(kernel, f"random problem {seed}", precision, limit, partial(_case, kernel, seed))
+            yield Case(kernel, f"random problem {seed}", precision, limit, partial(_case, kernel, seed, RUNS[kernel]))
+    for seed in range(3, 5):
+        run = partial(_grouped, kernel="grouped_matmul_int4", ahead=3)
+        case = partial(_case, "grouped_matmul_int4", seed, run)
+        yield Case("grouped_matmul_int4", f"random problem {seed}, 3 spans ahead", "float16", _LIMIT, case)
 
 
-def _case(kernel: str, seed: int) -> tuple[Float64Array, Float64Array]:
-    found, wanted, _ = RUNS[kernel](np.random.default_rng([seed, *kernel.encode()]))
+def _case(kernel: str, seed: int, run: Callable[[Rng], Outcome]) -> tuple[Float64Array, Float64Array]:
+    found, wanted, _ = run(np.random.default_rng([seed, *kernel.encode()]))
     return found, wanted

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from ingot.kernels import matmul_int4_wide
+from ingot.kernels import matmul_int4, matmul_int4_wide
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
-from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import matmul_nbits
 from ingot.kernels.norm import quantize_rows
 from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
@@ -16,10 +16,11 @@ from tests.kernels.reference import FLOAT, FP8, INT8, Float64Array, numpy64
 from tests.kernels.row_cases import FUNCTIONS, spans
 from tests.simulators import gluon_emulator
 
+gluon_emulator.install(matmul_int4)
 gluon_emulator.install(matmul_int4_wide)
 _PACKED = {
     "matmul_nbits": matmul_nbits,
-    "matmul_int4": matmul_int4,
+    "matmul_int4": matmul_int4.matmul_int4,
     "matmul_int4_wide": matmul_int4_wide.matmul_int4_wide,
 }
 Outcome = tuple[Float64Array, Float64Array]
@@ -38,6 +39,14 @@ WIDE = [  # rows, n, columns, group, splits, symmetric
     (9, 300, 520, 128, 1, False),
     (70, 96, 384, 128, 3, True),
     (33, 512, 300, 384, 1, False),
+]
+RING = [  # rows, n, columns, group, splits, symmetric, folded, scales in float32, gate
+    (1, 96, 1024, 128, 1, False, False, False, None),
+    (9, 80, 1000, 32, 2, False, False, False, None),
+    (17, 48, 900, 64, 3, True, True, False, None),
+    (5, 112, 700, 128, 2, True, False, True, None),
+    (3, 80, 640, 64, 1, False, False, True, "SiLU"),
+    (2, 16, 1152, 96, 4, False, True, True, None),
 ]
 SHAPES = [(1, 40, 100, 1), (33, 70, 64, 1), (5, 17, 172, 3)]  # rows, n, columns, splits
 
@@ -60,26 +69,30 @@ def _nbits(
     *,
     kernel: str = "matmul_nbits",
     gate: str | None = None,
+    ahead: int = 0,
+    folds: bool = False,
+    scale_type: type[np.floating[Any]] = np.float16,
 ) -> Outcome:
     rng, levels = np.random.default_rng(rows), 1 << bits
     count, groups = -(-columns * bits // 512), -(-columns // group)
     codes, zeros = rng.integers(0, levels, (n, columns), np.uint8), rng.integers(0, levels, (n, groups), np.uint8)
-    scales = rng.uniform(0.01, 0.1, (n, groups)).astype(np.float16)
+    scales = rng.uniform(0.01, 0.1, (n, groups)).astype(scale_type)
     if symmetric:
         zeros[:] = levels // 2
     x, bias = random(rng, rows, columns, dtype=dtype), random(rng, n, dtype=dtype)
     group_of, softcap = np.arange(columns) // group, 0.0 if splits > 1 or gate else 8.0
     weight = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
     width = n // 2 if gate else n
-    out = torch.full((splits, rows, width), torch.nan)
+    programs = 1 if folds else splits
+    out = torch.full((programs, rows, width), torch.nan)
     at_once = 2 if bits == 8 and group % 128 == 0 and count % 2 == 0 else 1
     own: dict[str, object] = {"BITS": bits, "SPANS_AT_ONCE": at_once, "SCALE_WEIGHTS": scaled}
     tile_rows, tile = 16, 64
     if kernel == "matmul_int4":
-        own = {"AHEAD": 1 + splits % 2, "WARPS": 4}
+        own = {"AHEAD": ahead or 1 + splits % 2, "WARPS": 4}
     elif kernel == "matmul_int4_wide":
         tile_rows, tile, own = 16 if rows <= 16 else 64, 256, {"STAGES": 4}
-    _PACKED[kernel][(-(-rows // tile_rows), -(-n // tile), splits)](
+    _PACKED[kernel][(-(-rows // tile_rows), -(-n // tile), programs)](
         *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),
         *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, width, 0.5, softcap),
         N=n,
@@ -94,7 +107,7 @@ def _nbits(
         HAS_BIAS=True,
         HAS_SOFTCAP=softcap > 0,
         DTYPE=DOT_TYPES[dtype],
-        FOLDS=False,
+        FOLDS=folds,
         **own,
         **gate_constants(gate),
     )
@@ -192,6 +205,7 @@ def cases() -> Iterator[Case]:
         sizes = (4, rows, n, columns, group, splits, symmetric, False)
         run = partial(_nbits, *sizes, torch.float16, kernel="matmul_int4_wide")
         yield Case("matmul_int4_wide", shape, "float16", LIMITS[torch.float32], run)
+    yield from _ring_cases()
     for form, word in FORMS.items():
         for rows, n, columns, splits in SHAPES:
             shape = f"{rows} rows, {columns} to {n}" + (f", {splits} parts" if splits > 1 else "")
@@ -203,6 +217,22 @@ def cases() -> Iterator[Case]:
         for static in (None, 0.02):
             shape = "100 columns, " + ("a scale by row" if static is None else "one scale")
             yield Case("quantize_rows", shape, f"{word} codes", 0.0, partial(_codes, kind, static))
+
+
+def _ring_cases() -> Iterator[Case]:
+    """4-bit matmuls whose codes are copied three spans before their use."""
+    for rows, n, columns, group, splits, symmetric, folds, is_float32, gate in RING:
+        shape = f"{rows} rows, {columns} to {n}, blocks of {group}, {splits} {'folded ' if folds else ''}parts"
+        shape += ", 3 spans ahead" + (f", gated by {gate}" if gate else "")
+        run = partial(
+            *(_nbits, 4, rows, n, columns, group, splits, symmetric, False, torch.float16),
+            kernel="matmul_int4",
+            gate=gate,
+            ahead=3,
+            folds=folds,
+            scale_type=np.float32 if is_float32 else np.float16,
+        )
+        yield Case("matmul_int4", shape, "float16", LIMITS[torch.float16 if gate else torch.float32], run)
 
 
 def _gated_cases() -> Iterator[Case]:

@@ -19,16 +19,16 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
-from ingot.kernels import matmul_int4_wide
+from ingot.kernels import matmul_int4, matmul_int4_wide
 from ingot.kernels.gated_activation import SILU
 from ingot.kernels.gather import gather_quantized_rows
-from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import dequantize_nbits, matmul_nbits
 from tests.kernels.cases import HALF_STEP
 from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans
 from tests.simulators import gluon_emulator
 
+gluon_emulator.install(matmul_int4)
 gluon_emulator.install(matmul_int4_wide)
 
 LIMITS = {
@@ -111,10 +111,11 @@ def rows_of(rng: np.random.Generator, columns: int, most: int = 40) -> torch.Ten
 def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
     """Split or not, folded or not, with and without bias and softcap; the partials are added as their reader does.
 
-    A third compute a gated activation.
+    A third compute a gated activation. More spans than two are loaded ahead where n is a multiple of 16.
     """
     is_gated, is_wide, is_direct = not rng.integers(3), kernel == "matmul_int4_wide", kernel == "matmul_int4"
-    weight = Packed.random(rng, bits, 16 if is_gated else 1, *((600, (128, 256, 384)) if is_wide else ()))
+    multiple = 16 if is_gated or (is_direct and rng.integers(2)) else 1
+    weight = Packed.random(rng, bits, multiple, *((600, (128, 256, 384)) if is_wide else ()))
     n, columns = weight.values.shape
     x, bias = rows_of(rng, columns, 150 if is_wide else 40), torch.from_numpy(rng.standard_normal(n)).to(torch.float16)
     has_bias, folds = bool(rng.integers(2)), bool(rng.integers(2))
@@ -122,14 +123,15 @@ def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
     alpha, softcap = (1.0, 0.0) if splits > 1 else (0.5, 0.0 if is_gated else float(rng.choice([0.0, 8.0])))
     programs = 1 if folds and rng.integers(2) else splits
     tile_rows, tile = int(rng.choice([8, 16, 32] if is_direct else [16, 32])), int(rng.choice([32, 64]))
-    own: dict[str, object] = {"AHEAD": int(rng.integers(1, 3)), "WARPS": 2}
+    own: dict[str, object] = {"AHEAD": int(rng.integers(1, 3 if n % 16 else 6)), "WARPS": 2}
     if is_wide:
         tile_rows, tile, own = int(rng.choice([16, 32, 64])), 256, {"STAGES": int(rng.integers(1, 6))}
     elif not is_direct:
         own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(rng.integers(2))}
     width = n // 2 if is_gated else n
     out = torch.full((programs, len(x), width), torch.nan)
-    function = matmul_int4_wide.matmul_int4_wide if is_wide else matmul_int4 if is_direct else matmul_nbits
+    function = matmul_int4.matmul_int4 if is_direct else matmul_nbits
+    function = matmul_int4_wide.matmul_int4_wide if is_wide else function
     function[(-(-len(x) // tile_rows), -(-n // tile), programs)](
         *(x, weight.codes, weight.scales, weight.zero_points, bias, out),
         *(len(x), x.stride(0), width, alpha, softcap),

@@ -10,13 +10,20 @@ no order can go wrong, so what must be ordered is checked, not whether it happen
     whatever the order drawn, as is a second copy into a stage that may still be read.
 
     wgmma reads through another proxy than copies and stores write (PTX ISA, "Async proxy"): between them must be a
-    fence, which makes what a role knows visible; barriers pass this on as well.
+    fence, which makes what a role knows visible; barriers pass this on as well. Loads need none.
 
 Errors, too: roles that all wait for ever; more arrivals than a barrier counts; results of wgmma used before a wait for
 them; memory that was never written; copies or multiplications unfinished at the end; more shared memory than exists.
+
+A kernel without `gl.warp_specialize` is one role, "the whole program", and waits for groups of its copies. Its threads
+read what others of them copied or may still read: the compiler puts barriers there, so they are not checked. Memory to
+which nothing refers any longer is free, as the compiler's is: the next allocation may be in its place.
+
+The programs of a launch follow each other; each begins with memory of its own, and is checked at its end.
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -49,8 +56,14 @@ class _Role:
     threads: int
     known: int = 0
     fenced: int = 0
-    copies: list["_Copy"] = field(default_factory=list)
+    copies: list["_Copy"] = field(default_factory=list)  # for which neither a barrier nor a group waits yet
+    groups: list[list["_Copy"]] = field(default_factory=list)  # the newest last
     multiplying: list["Accumulator"] = field(default_factory=list)
+
+    def end(self) -> None:
+        _require(not self.multiplying, f"{self.name} ends without a wait for its multiplications")
+        _require(not self.copies, f"{self.name} ends with copies that no barrier counts and no group has")
+        _require(not any(self.groups), f"{self.name} ends without a wait for a group of its copies")
 
 
 @dataclass(eq=False)
@@ -75,13 +88,14 @@ class _Barrier:
 
 @dataclass(eq=False)
 class _Memory:
-    """An allocation [stages, rows, columns]: values, and the events of each _UNIT rows of a stage."""
+    """An allocation [stages, rows, ...]: values, and the events of each _UNIT rows of a stage."""
 
     name: str
     values: np.ndarray[Any, Any]
     dtype: Any
     writes: np.ndarray[Any, Any]
     reads: np.ndarray[Any, Any]
+    poison: Any  # where nothing was written or has arrived: all bits are set, which is NaN in every type of floats
     generic: int = 0  # events that were not through the async proxy
 
 
@@ -89,8 +103,7 @@ class _Memory:
 class _Copy:
     """A copy on its way."""
 
-    memory: _Memory
-    place: tuple[int, Rows]
+    target: np.ndarray[Any, Any]
     values: np.ndarray[Any, Any]
     event: int
 
@@ -147,6 +160,13 @@ class Shared:
     def store(self, value: Any) -> None:
         block().write(self, value.handle.data)
 
+    def load(self, layout: object) -> Any:
+        now = block()
+        now.pause(lambda: True)
+        values, event = now.read(self, is_async=False)
+        now.role.known |= event
+        return _tensor(values.copy(), self.dtype)
+
     @property
     def place(self) -> tuple[int, Rows]:
         assert self.stage is not None
@@ -165,13 +185,31 @@ class Shared:
 class _Block:
     """One program: its shared memory, its roles and what is on its way."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng, self.bytes, self.events = rng, 0, 0
-        self.memories: list[_Memory | list[_Barrier]] = []
+    def __init__(self, rng: np.random.Generator, index: object) -> None:
+        self.rng, self.index, self.bytes, self.events = rng, index, 0, 0
+        self.allocations = 0
+        self.left = 0  # events of copies to memory that is free
         self.arrivals: list[_Arrival] = []
         self.flying: list[_Copy] = []
         self.role = _Role("the whole program", _DEFAULT_WARPS * WARP)
-        self.pause: Callable[[Callable[[], bool]], None] = lambda ready: None
+        self.pause: Callable[[Callable[[], bool]], None] = self._let_copies_arrive
+
+    def _let_copies_arrive(self, ready: Callable[[], bool]) -> None:
+        """Of the only role: some copies, or as many as it waits for."""
+        while self.flying and (not ready() or self.rng.random() < 0.3):
+            self.land(self.flying[int(self.rng.integers(len(self.flying)))])
+        _require(ready(), f"all wait for ever: {self.role.name}")
+
+    def allocate(self, kind: str, size: int) -> str:
+        """The name of new memory of so many bytes."""
+        _require(not self.left & ~self.role.known, "memory is allocated where copies may be on their way")
+        self.bytes, self.allocations = self.bytes + size, self.allocations + 1
+        _require(self.bytes <= SHARED_BYTES, f"{self.bytes} bytes of shared memory, and there are {SHARED_BYTES}")
+        return f"{kind} {self.allocations - 1}"
+
+    def free(self, size: int, writes: np.ndarray[Any, Any]) -> None:
+        self.bytes -= size
+        self.left |= int(np.bitwise_or.reduce(writes, axis=None))
 
     def event(self) -> int:
         self.events += 1
@@ -186,34 +224,38 @@ class _Block:
         _require(not earlier & ~self.role.known, f"{self.role.name} writes {at}, which may still be written")
         memory.writes[units], memory.reads[units] = event, 0
         memory.generic |= event
-        memory.values[at.place] = np.nan if is_async else values
+        memory.values[at.place] = memory.poison if is_async else values
         if not is_async:
             self.role.known |= event
         return event
 
-    def read(self, at: Shared) -> tuple[np.ndarray[Any, Any], int]:
-        """Note a read through the async proxy; it ends with a wait for its multiplication."""
+    def read(self, at: Shared, *, is_async: bool = True) -> tuple[np.ndarray[Any, Any], int]:
+        """Note a read; one through the async proxy ends with a wait for its multiplication."""
         memory, units, event = at.memory, at.units, self.event()
         _require(memory.writes[units].all(), f"{self.role.name} reads {at}, which was never written")
         written = int(np.bitwise_or.reduce(memory.writes[units]))
         _require(not written & ~self.role.known, f"{self.role.name} reads {at} without having waited for it")
-        _require(not written & ~self.role.fenced, f"{self.role.name} reads {at} without a fence after the wait")
+        is_visible = not (is_async and written & ~self.role.fenced)
+        _require(is_visible, f"{self.role.name} reads {at} without a fence after the wait")
         memory.reads[units] |= event
         values = memory.values[at.place]
         return (values.T if at.transposed else values), event
 
     def land(self, copy: _Copy) -> None:
         """A copy arrives, and with it those who waited for it alone."""
-        copy.memory.values[copy.place] = copy.values
+        copy.target[...] = copy.values
         self.flying.remove(copy)
         for arrival in [one for one in self.arrivals if not any(copy in self.flying for copy in one.copies)]:
             self.arrivals.remove(arrival)
             arrival.barrier.arrive(arrival.threads, arrival.known, arrival.fenced)
 
     def finish(self) -> None:
+        self.role.end()
         _require(not self.flying and not self.arrivals, "the program ends with copies on their way")
 
 
+_interpreter: Any = interpreter
+_launch = _interpreter.GridExecutor.__call__
 _rng = [np.random.default_rng(0)]
 _current: list[_Block] = []
 
@@ -221,27 +263,43 @@ _current: list[_Block] = []
 def seed(number: int) -> None:
     """Draw the orders of the next programs from this seed."""
     _rng[0] = np.random.default_rng(number)
-    _current.clear()
 
 
 def block() -> _Block:
     """The program that runs."""
-    if not _current:
-        _current.append(_Block(_rng[0]))
+    index = _interpreter.interpreter_builder.grid_idx  # set before each program, to another object
+    if not _current or _current[0].index is not index:
+        _finish_program()
+        _current.append(_Block(_rng[0], index))
     return _current[0]
 
 
+def _finish_program() -> None:
+    if _current:
+        _current.pop().finish()
+
+
+def _checked_launch(*arguments: Any, **constants: Any) -> None:
+    """Launch a kernel, and check its last program that used the emulator, as `block` does the others."""
+    try:
+        _launch(*arguments, **constants)
+        _finish_program()
+    finally:
+        _current.clear()
+
+
 def allocate_shared_memory(dtype: Any, shape: Sequence[Any], layout: object) -> Shared:
-    """Allocate [stages, rows, columns], not written yet."""
-    stages, rows, columns = (int(getattr(size, "value", size)) for size in shape)
+    """Allocate [stages, rows, ...], not written yet."""
+    sizes = [int(getattr(size, "value", size)) for size in shape]
+    stages, rows = sizes[:2]
     now = block()
     _require(rows % _UNIT == 0, f"{rows} rows are not a multiple of {_UNIT}")
-    now.bytes += stages * rows * columns * dtype.primitive_bitwidth // 8
-    _require(now.bytes <= SHARED_BYTES, f"{now.bytes} bytes of shared memory, and there are {SHARED_BYTES}")
+    kind = np.dtype(_interpreter._get_np_dtype(dtype))
+    poison = np.frombuffer(b"\xff" * kind.itemsize, kind)[0]
+    values = np.full(sizes, poison, kind)
     writes, reads = (np.full((stages, rows // _UNIT), 0, object) for _ in range(2))
-    values = np.full((stages, rows, columns), np.nan, np.float32)
-    memory = _Memory(f"buffer {len(now.memories)}", values, dtype, writes, reads)
-    now.memories.append(memory)
+    memory = _Memory(now.allocate("buffer", values.nbytes), values, dtype, writes, reads, poison)
+    weakref.finalize(memory, now.free, values.nbytes, writes)
     return Shared(memory)
 
 
@@ -249,9 +307,8 @@ class _Barriers:
     """Barriers of one allocation."""
 
     def __init__(self, count: int) -> None:
-        name = f"barriers {len(block().memories)}"
+        name = block().allocate("barriers", 8 * count)
         self.each = [_Barrier(f"{name}[{number}]") for number in range(count)]
-        block().memories.append(self.each)
 
     def index(self, number: Any) -> _Barrier:
         return self.each[int(number)]
@@ -285,9 +342,9 @@ def _async_copy(target: Shared, pointers: Any, mask: Any = None) -> None:
 
     now = block()
     now.pause(lambda: True)
-    values = tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0.0)
-    copy = _Copy(target.memory, target.place, values.handle.data.astype(np.float32), 0)
-    copy.event = now.write(target, copy.values, is_async=True)
+    values = (tl.load(pointers) if mask is None else tl.load(pointers, mask=mask, other=0)).handle.data
+    _require(values.dtype == target.memory.values.dtype, f"{values.dtype} is copied to {target} of {target.dtype}")
+    copy = _Copy(target.memory.values[target.place], values, now.write(target, values, is_async=True))
     now.role.copies.append(copy)
     now.flying.append(copy)
 
@@ -307,6 +364,23 @@ def _arrive_after_copies(barrier: _Barrier, increment_count: bool = True) -> Non
     now.pause(lambda: True)
 
 
+def _commit_group() -> None:
+    role = block().role
+    role.groups.append(role.copies)
+    role.copies = []
+
+
+def _wait_group(count: Any = 0) -> None:
+    """Until all groups but the newest `count` are there."""
+    now = block()
+    role = now.role
+    done = role.groups[: max(len(role.groups) - int(count), 0)]
+    del role.groups[: len(done)]
+    copies = [copy for group in done for copy in group]
+    now.pause(lambda: not any(copy in now.flying for copy in copies))
+    role.known |= sum(copy.event for copy in copies)
+
+
 def fence_async_shared() -> None:
     """Let wgmma see all writes that are known."""
     block().role.fenced |= block().role.known
@@ -317,6 +391,12 @@ def _matrix(operand: Any) -> tuple[np.ndarray[Any, Any], int]:
         return block().read(operand)
     _require(not isinstance(operand, Accumulator), "a result of wgmma is used before a wait for it")
     return operand.handle.data, 0
+
+
+def _tensor(values: np.ndarray[Any, Any], dtype: Any) -> Any:
+    import triton.language as tl
+
+    return tl.tensor(interpreter.TensorHandle(values, dtype), tl.block_type(dtype, list(values.shape)))
 
 
 def warpgroup_mma(left: Any, right: Any, total: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
@@ -331,9 +411,7 @@ def warpgroup_mma(left: Any, right: Any, total: Any, *, use_acc: bool = True, is
     if use_acc:
         _require(not isinstance(total, Accumulator), "a result of wgmma is used before a wait for it")
         sums += total.handle.data
-    value = tl.tensor(
-        interpreter.TensorHandle(sums.astype(np.float32), tl.float32), tl.block_type(tl.float32, list(sums.shape))
-    )
+    value = _tensor(sums.astype(np.float32), tl.float32)
     pending = Accumulator(value, first | second)
     if is_async:
         now.role.multiplying.append(pending)
@@ -383,9 +461,7 @@ class _Turns:
         try:
             if not self.error:
                 function(*arguments)
-                role = self.roles[number]
-                _require(not role.multiplying, f"{role.name} ends without a wait for its multiplications")
-                _require(not role.copies, f"{role.name} ends with copies that no barrier counts")
+                self.roles[number].end()
         except BaseException as error:  # noqa: BLE001  raised again where the roles began
             self.error.append(error)
         del self.ready[number]
@@ -427,13 +503,7 @@ class _Turns:
 
 def warp_specialize(functions: Sequence[tuple[Any, tuple[Any, ...]]], warps: Sequence[int], registers: object) -> None:
     """Run each function in warps of its own; the first in those of the kernel."""
-    now = block()
-    _current[:] = [now]
-    try:
-        _Turns(now, functions, [count * WARP for count in (_DEFAULT_WARPS, *warps)]).run()
-        now.finish()
-    finally:
-        _current.clear()
+    _Turns(block(), functions, [count * WARP for count in (_DEFAULT_WARPS, *warps)]).run()
 
 
 class _Language:
@@ -456,6 +526,7 @@ class _Language:
 def install(module: ModuleType) -> None:
     """Let a kernel's module run by the emulator; once."""
     names: Any = module
+    _interpreter.GridExecutor.__call__ = _checked_launch
     if isinstance(names.gl, _Language):
         return
     names.gl = _Language(names.gl)
@@ -463,6 +534,8 @@ def install(module: ModuleType) -> None:
         allocate_mbarrier=lambda batch: _Barriers(int(batch)), init=_init, wait=_wait, arrive=_arrive
     )
     names.async_load = _async_copy
-    names.async_copy = SimpleNamespace(mbarrier_arrive=_arrive_after_copies)
+    names.async_copy = SimpleNamespace(
+        mbarrier_arrive=_arrive_after_copies, commit_group=_commit_group, wait_group=_wait_group
+    )
     names.fence_async_shared = fence_async_shared
     names.warpgroup_mma, names.warpgroup_mma_wait = warpgroup_mma, warpgroup_mma_wait

@@ -28,6 +28,8 @@ def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
     function = getattr(import_module(f"ingot.kernels.{module}"), name)
     if SIGNATURES[kernel.name].worker_warps:
         gluon_emulator.install(import_module(f"ingot.kernels.{module}"))
+    if int(kernel.constants.get("AHEAD", 0)) > 2:  # sums of 4-bit matmuls of rows and of experts, from copied codes
+        gluon_emulator.install(import_module("ingot.kernels.matmul_int4"))
     return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
 
 
