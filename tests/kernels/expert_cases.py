@@ -201,13 +201,16 @@ def _combined(rng: Rng) -> Outcome:
     return numpy64(out), wanted, _LIMIT
 
 
-def _grouped(rng: Rng, kernel: str, ahead: int = 0) -> Outcome:
-    """Rows of tokens or of places, with or without bias and gate; results of places that no pair has stay NaN."""
+def grouped(rng: Rng, kernel: str, ahead: int = 0) -> Outcome:
+    """Rows of tokens or of places, with or without bias and gate; results of places that no pair has stay NaN.
+
+    ahead    spans that grouped_matmul_int4 loads before their use: drawn where it is 0, else n is a multiple of 16
+    """
     experts, rows, chosen = int(rng.integers(1, 7)), int(rng.integers(1, 30)), 0
     ids = random_ids(rng, rows, experts, int(rng.integers(1, min(4, experts) + 1)))
     is_gated, has_bias, by_token = (bool(one) for one in rng.integers(0, 2, 3))
     n, columns = (int(rng.integers(1, most)) for most in (70, 300))
-    is_multiple = is_gated or ahead > 2 or (kernel == "grouped_matmul_int4" and bool(rng.integers(2)))
+    is_multiple = is_gated or ahead > 0 or (kernel == "grouped_matmul_int4" and bool(rng.integers(2)))
     n = -(-n // 16) * 16 if is_multiple else n
     tile_rows, tile = int(rng.choice([16, 32])), int(rng.choice([32, 64]))
     tiles = Tiles.of(ids, experts, tile_rows)
@@ -250,7 +253,7 @@ def _grouped(rng: Rng, kernel: str, ahead: int = 0) -> Outcome:
 def _weight(
     rng: Rng, kernel: str, experts: int, n: int, columns: int, ahead: int
 ) -> tuple[Float64Array, list[torch.Tensor], dict[str, object]]:
-    """Values [experts, n, columns], the kernel's arguments, and its constants; `ahead` is drawn where it is 0."""
+    """Values [experts, n, columns], the kernel's arguments, and its constants."""
     if kernel == "grouped_matmul":
         plain = random(rng, experts, n, columns)
         return numpy64(plain), [plain], {"TILE_COLUMNS": 32, "UPCAST": True}
@@ -284,9 +287,9 @@ RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
     "route_rows": _routed_in_both_ways,
     "sort_by_expert": _sorted,
     "combine_experts": _combined,
-    "grouped_matmul": partial(_grouped, kernel="grouped_matmul"),
-    "grouped_matmul_nbits": partial(_grouped, kernel="grouped_matmul_nbits"),
-    "grouped_matmul_int4": partial(_grouped, kernel="grouped_matmul_int4"),
+    "grouped_matmul": partial(grouped, kernel="grouped_matmul"),
+    "grouped_matmul_nbits": partial(grouped, kernel="grouped_matmul_nbits"),
+    "grouped_matmul_int4": partial(grouped, kernel="grouped_matmul_int4"),
 }
 _PRECISIONS = {"grouped_matmul_nbits": "4 and 8 bits, float32", "grouped_matmul_int4": "float16"}
 
@@ -299,7 +302,7 @@ def cases() -> Iterator[Case]:
             precision = "whole numbers" if limit == 0 else _PRECISIONS.get(kernel, "float32")
             yield Case(kernel, f"random problem {seed}", precision, limit, partial(_case, kernel, seed, RUNS[kernel]))
     for seed in range(3, 5):
-        run = partial(_grouped, kernel="grouped_matmul_int4", ahead=3)
+        run = partial(grouped, kernel="grouped_matmul_int4", ahead=3)
         case = partial(_case, "grouped_matmul_int4", seed, run)
         yield Case("grouped_matmul_int4", f"random problem {seed}, 3 spans ahead", "float16", _LIMIT, case)
 

@@ -224,8 +224,11 @@ def _ring_cases() -> Iterator[Case]:
     for rows, n, columns, group, splits, symmetric, folds, is_float32, gate in RING:
         shape = f"{rows} rows, {columns} to {n}, blocks of {group}, {splits} {'folded ' if folds else ''}parts"
         shape += ", 3 spans ahead" + (f", gated by {gate}" if gate else "")
+        sizes = (4, rows, n, columns, group, splits, symmetric, False)
         run = partial(
-            *(_nbits, 4, rows, n, columns, group, splits, symmetric, False, torch.float16),
+            _nbits,
+            *sizes,
+            torch.float16,
             kernel="matmul_int4",
             gate=gate,
             ahead=3,

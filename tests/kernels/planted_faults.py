@@ -15,7 +15,10 @@ from tests.simulators import gluon_emulator
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of the kernel's source, and what the emulator says of it; None: results differ from float64."""
+    """A change of the kernel's source, and what the emulator says of it.
+
+    None: results differ from float64, or a load leaves its tensor.
+    """
 
     old: str
     new: str

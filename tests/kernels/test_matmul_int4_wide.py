@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from triton.runtime import interpreter
 
 from ingot.kernels import matmul_int4_wide as kernel_module
 from tests.each_case import each_case
@@ -20,7 +19,7 @@ from tests.kernels.planted_faults import Fault, require_found
 from tests.kernels.reference import numpy64
 from tests.kernels.test_compiled_attention import compiled
 from tests.simulators import gluon_emulator
-from tests.simulators.triton_interpreter import use_ordered_dots
+from tests.simulators.triton_interpreter import refuse_loads_outside, use_ordered_dots
 
 MACHINE_CODE = """
 import json
@@ -79,7 +78,6 @@ class Problem:
 
 
 def test_a_random_problem_is_that_of_float64(kernel_case: int) -> None:
-    gluon_emulator.seed(kernel_case)
     assert error("matmul_int4_wide", 1000 + kernel_case) <= LIMITS["matmul_int4_wide"]
 
 
@@ -121,22 +119,9 @@ def test_no_load_leaves_its_tensor(n: int, monkeypatch: pytest.MonkeyPatch) -> N
     problem = Problem.random(np.random.default_rng(4), 20, n)
     weight = problem.weight
     tensors = [problem.x, weight.codes, weight.scales, *([] if weight.zero_points is None else [weight.zero_points])]
-    ends = [(one.data_ptr(), one.data_ptr() + one.untyped_storage().nbytes()) for one in tensors]
-    usual = interpreter.InterpreterBuilder.create_masked_load
-    seen = list[int]()
-
-    def checked(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        places = ptrs.data[mask.data]
-        size = ptrs.get_element_ty().primitive_bitwidth // 8
-        if places.size:
-            first, last = int(places.min()), int(places.max()) + size
-            assert any(begin <= first and last <= end for begin, end in ends), (n, size)
-            seen.append(places.size)
-        return usual(self, ptrs, mask, *rest)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", checked)
+    loads = refuse_loads_outside(monkeypatch, tensors)
     problem.check(problem.run())
-    assert seen
+    assert loads
 
 
 WAIT, ARRIVE = "mbarrier.wait", "mbarrier.arrive"

@@ -19,7 +19,7 @@ from tests.simulators.triton_interpreter import use_ordered_dots
 CASES = 12  # of each kernel: `python -m tests.kernels.packed_cases` runs hundreds
 
 
-@each_case("kernel", LIMITS)
+@pytest.mark.parametrize("kernel", LIMITS)
 @each_case("seed", range(CASES))
 def test_a_random_case_is_as_close_to_float64_as_its_precision_allows(kernel: str, seed: int) -> None:
     assert error(kernel, seed) <= LIMITS[kernel]

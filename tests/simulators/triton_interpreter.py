@@ -5,7 +5,7 @@ when a kernel is defined. Tests that compile kernels do so in processes without 
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -122,6 +122,28 @@ def use_ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
         return inner.TensorHandle(np.add.reduce(terms, axis=0), d.dtype.scalar)  # its outermost axis, one by one
 
     monkeypatch.setattr(inner.InterpreterBuilder, "create_dot", create_dot)
+
+
+def refuse_loads_outside(monkeypatch: pytest.MonkeyPatch, tensors: Iterable[Any]) -> list[int]:
+    """Let no load leave the memory of these tensors; in the list is how many elements each load reads."""
+    from triton.runtime import interpreter
+
+    inner: Any = interpreter
+    ends = [(one.data_ptr(), one.data_ptr() + one.untyped_storage().nbytes()) for one in tensors]
+    usual = inner.InterpreterBuilder.create_masked_load
+    counts = list[int]()
+
+    def checked(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        places = pointers.data[mask.data.astype(np.bool_)]
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        if places.size:
+            first, last = int(places.min()), int(places.max()) + size
+            assert any(begin <= first and last <= end for begin, end in ends), f"a load of {size} bytes leaves memory"
+            counts.append(places.size)
+        return usual(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(inner.InterpreterBuilder, "create_masked_load", checked)
+    return counts
 
 
 def use_shuffled_programs(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
