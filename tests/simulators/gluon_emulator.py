@@ -33,6 +33,7 @@ import numpy as np
 from triton.runtime import interpreter
 
 Rows: TypeAlias = slice  # Shared has a method of this name
+_interpreter: Any = interpreter  # with names that are not public
 SHARED_BYTES = 227 * 1024  # of a program, on SM 90
 WARP = 32
 _UNIT = 8  # rows of a buffer whose accesses are noted together
@@ -254,7 +255,6 @@ class _Block:
         _require(not self.flying and not self.arrivals, "the program ends with copies on their way")
 
 
-_interpreter: Any = interpreter
 _launch = _interpreter.GridExecutor.__call__
 _rng = [np.random.default_rng(0)]
 _current: list[_Block] = []
