@@ -116,9 +116,10 @@ def test_no_load_leaves_its_tensor(n: int, ahead: int, monkeypatch: pytest.Monke
     assert loads
 
 
-NO_WAIT, WRITTEN, NO_STAGE = "without having waited", "may still be written", "has no stage"
+NO_WAIT, NOT_WRITTEN = "without having waited", "never written"
+WRITTEN, NO_STAGE = "may still be written", "has no stage"
 BETWEEN = """, codes, scales, zero_points, tile, coming,
-                       N, SPANS, GROUP, GROUPS, TILE, WORDS, WARPS, HAS_ZERO_POINTS)  # fmt: skip
+                           N, SPANS, GROUP, GROUPS, TILE, WORDS, WARPS, HAS_ZERO_POINTS)  # fmt: skip
         async_copy.commit_group()
         loaded = _read_span(ring, """
 FAULTS: Mapping[str, Fault] = {
@@ -135,11 +136,13 @@ FAULTS: Mapping[str, Fault] = {
         "first + slot < last", "first + slot <= last", "ends without a wait"
     ),
     "one span more than a part has is copied": Fault("coming < last", "coming <= last", "ends without a wait"),
-    "the last span is not copied": Fault("coming < last", "coming < last - 1", None),
+    "the last span is not copied": Fault("coming < last", "coming < last - 1", NOT_WRITTEN),
+    "of the longest part the last first copy is not made": Fault("slot < LONGEST", "slot < LONGEST - 1", NOT_WRITTEN),
+    "of the longest part the last copy is not made": Fault("AHEAD < LONGEST", "AHEAD + 1 < LONGEST", NOT_WRITTEN),
     "a copy is to the slot that is read": Fault("(coming - first) %", "(span - first) %", NO_WAIT),
     "a slot is read before its turn": Fault("ring, (span - first) %", "ring, (span - first + 1) %", NO_WAIT),
     "slots are counted from the first part": Fault("ring, (span - first) %", "ring, span %", NO_WAIT),
-    "turns have a slot less than copies": Fault("(span - first) % (AHEAD + 1)", "(span - first) % AHEAD", NO_WAIT),
+    "turns have a slot less than copies": Fault("(span - first) % (AHEAD + 1)", "(span - first) % AHEAD", None),
     "a slot less for all": Fault(
         f"(coming - first) % (AHEAD + 1){BETWEEN}(span - first) % (AHEAD + 1)",
         f"(coming - first) % AHEAD{BETWEEN}(span - first) % AHEAD",
@@ -179,7 +182,7 @@ def test_a_planted_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest
     refuse_loads_outside(monkeypatch, problem.tensors)
 
     def solve(module: ModuleType) -> None:
-        for splits in (3, 1):
+        for splits in (3, 2, 1):
             problem.check(problem.run(module, splits=splits))
 
     require_found(FAULTS[name], kernel_module, tmp_path, monkeypatch, solve)
@@ -193,10 +196,13 @@ def test_copies_that_the_last_program_of_a_launch_or_one_of_its_parts_leaves_are
     splits: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = Fault(
-        "        if first + slot < last:\n"
-        "            _copy_span(ring, slot, codes, scales, zero_points, tile, first + slot,\n",
-        "        if first < last:\n"
-        "            _copy_span(ring, slot, codes, scales, zero_points, tile, gl.minimum(first + slot, last - 1),\n",
+        "        if slot < LONGEST:  # noqa: SIM102  a branch of the compiler\n"
+        "            if first + slot < last:\n"
+        "                _copy_span(ring, slot, codes, scales, zero_points, tile, first + slot,\n",
+        "        if slot < AHEAD:\n"
+        "            if first < last:\n"
+        "                _copy_span(ring, slot, codes, scales, zero_points, tile,\n"
+        "                           gl.minimum(first + slot, last - 1),\n",
         message,
     )
     problem = Problem.random(7, n=16, columns=128 * splits)
