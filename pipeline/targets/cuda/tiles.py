@@ -62,7 +62,7 @@ class Tile(_Frozen):
     """
 
     rows: int = Field(ge=8, le=256)
-    columns: int = Field(ge=16, le=512)
+    columns: int = Field(ge=16, le=2048)
     depth: int = Field(default=64, ge=16, le=512)
     splits: int = Field(default=1, ge=1, le=1024)
     num_warps: int = Field(default=4, ge=1, le=32)
