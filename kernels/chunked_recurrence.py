@@ -76,11 +76,17 @@ def _chunk(lengths, query_starts, SEQUENCES: tl.constexpr, BLOCK_SEQUENCES: tl.c
 
 @triton.jit
 def _decays(decay, gate, rate, row, known, head, HEADS: tl.constexpr, IS_SCAN: tl.constexpr):
-    """Gates of a chunk's tokens, and the sums of decays up to each, [CHUNK]; zeros beyond the last token."""
+    """Gates of a chunk's tokens, the sums of decays up to each, and what float32 lacks of these, [CHUNK].
+
+    Tokens beyond the last have gates and decays of zero. Of sums of hundreds float32 lacks 1e-5, which would be an
+    error of the difference of two of them.
+    """
     g = tl.load(gate + row * HEADS + head, mask=known, other=0.0)
     at = decay + row * HEADS + head
     steps = g * tl.load(rate + head) if IS_SCAN else tl.load(at, mask=known, other=0.0)
-    return g, tl.cumsum(steps, 0)
+    exact = tl.cumsum(steps.to(tl.float64), 0)
+    sums = exact.to(tl.float32)
+    return g, sums, (exact - sums.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -132,11 +138,12 @@ def recurrence_chunks(
     inner = tl.load(k + row[:, None] * k_stride + key_head * KEYS + key[None, :], mask=mask, other=0.0)
     if EXACT:
         query, inner = query.to(tl.float32), inner.to(tl.float32)
-    g, sums = _decays(decay, gate, rate, row, known, head, HEADS, IS_SCAN)
+    g, sums, rest = _decays(decay, gate, rate, row, known, head, HEADS, IS_SCAN)
     of_query = unit_factor(query.to(tl.float32), 1, NORMALIZES)
     of_key = unit_factor(inner.to(tl.float32), 1, NORMALIZES)
     is_before = i[:, None] >= i[None, :]
-    decayed = tl.exp(tl.where(is_before, sums[:, None] - sums[None, :], 0.0)) * of_key[None, :]
+    between = sums[:, None] - sums[None, :] + (rest[:, None] - rest[None, :])
+    decayed = tl.exp(tl.where(is_before, between, 0.0)) * of_key[None, :]
     turned = tl.trans(inner)
     p = tl.dot(query, turned, input_precision=PRECISION) * (scale * of_query[:, None]) * decayed
     at = (row * HEADS + head)[:, None] * CHUNK + i[None, :]
@@ -215,7 +222,7 @@ def chunked_recurrence(
         p = tl.load(weights + at, mask=known[:, None], other=0.0)
         of_query = tl.load(factors + (row * HEADS + head) * 2, mask=known, other=0.0)
         of_key = tl.load(factors + (row * HEADS + head) * 2 + 1, mask=known, other=0.0)
-        g, sums = _decays(decay, gate, rate, row, known, head, HEADS, IS_SCAN)
+        g, sums, rest = _decays(decay, gate, rate, row, known, head, HEADS, IS_SCAN)
         inner, query = inner.to(tl.float32), query.to(tl.float32)
         if IS_SCAN:
             change = g[:, None] * value
@@ -229,7 +236,8 @@ def chunked_recurrence(
             result += tl.load(skip + head) * value
         target = out + row[:, None] * out_stride + head * VALUES + column[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=known[:, None] & of_values)
-        whole = tl.sum(tl.where(i == CHUNK - 1, sums, 0.0))  # sums stay the same beyond the last token
-        fed = (tl.exp(whole - sums) * of_key)[:, None] * change
+        # Sums stay the same beyond the last token.
+        whole, whole_rest = tl.sum(tl.where(i == CHUNK - 1, sums, 0.0)), tl.sum(tl.where(i == CHUNK - 1, rest, 0.0))
+        fed = (tl.exp(whole - sums + (whole_rest - rest)) * of_key)[:, None] * change
         s = s * tl.exp(whole) + tl.dot(tl.trans(inner), fed, input_precision=PRECISION)
     tl.store(state, s, mask=exists)

@@ -125,9 +125,10 @@ def _strided(rng: Rng, rows: int, columns: int, dtype: torch.dtype = torch.float
     return memory[:, :columns]
 
 
-def _scaled(*pairs: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
-    """Several results next to each other, each over its largest expected value."""
+def _scaled(*pairs: tuple[Float64Array, Float64Array], term: float = 0.0) -> tuple[Float64Array, Float64Array]:
+    """Several results next to each other, each over its largest expected value; the first over `term` if larger."""
     largest = [max(float(np.abs(wanted).max(initial=0)), 1e-30) for _, wanted in pairs]
+    largest[0] = max(largest[0], term)
     found, wanted = (
         np.concatenate([pair[which].reshape(-1) / size for pair, size in zip(pairs, largest, strict=True)])
         for which in (0, 1)
@@ -255,6 +256,11 @@ class Recurrence:
         return isinstance(self.sizes, ScanAttributes)
 
     @property
+    def scale(self) -> float:
+        """Factor of queries."""
+        return 1.0 if isinstance(self.sizes, ScanAttributes) else self.sizes.scale
+
+    @property
     def operands(self) -> tuple[torch.Tensor, ...]:
         """Pointers of both kernels that read values, up to skip."""
         return (self.q, self.k, self.v, self.decay, self.gate, self.rate, self.skip)
@@ -263,9 +269,8 @@ class Recurrence:
     def places(self) -> tuple[Any, ...]:
         """Pointers and numbers of both kernels, from the result on."""
         given, strides = self.step.tensors, (self.q, self.k, self.v, self.out, self.states.pool)
-        scale = 1.0 if isinstance(self.sizes, ScanAttributes) else self.sizes.scale
         pointers = (self.out, self.states.pool, given["state_slots"], given["lengths"], given["query_starts"])
-        return (*pointers, *(each.stride(0) for each in strides), scale)
+        return (*pointers, *(each.stride(0) for each in strides), self.scale)
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -299,10 +304,9 @@ class Recurrence:
         sizes = ((rows, heads, self.chunk), (rows, heads, self.chunk), (rows, heads, 2))
         made = tuple(torch.full(size, torch.nan) for size in sizes)
         sequences = len(self.step.counts) + 1
-        scale = 1.0 if isinstance(self.sizes, ScanAttributes) else self.sizes.scale
         recurrence_chunks[(rows // self.chunk + 2 * sequences, heads)](
             *(self.q, self.k, self.decay, self.gate, self.rate, *made, given["lengths"], given["query_starts"]),
-            *(self.q.stride(0), self.k.stride(0), scale),
+            *(self.q.stride(0), self.k.stride(0), self.scale),
             **self.constants,
             SEQUENCES=sequences,
             BLOCK_SEQUENCES=power_of_two(sequences),
@@ -340,7 +344,9 @@ class Recurrence:
     def outcome(self) -> Outcome:
         """What was computed, over what is expected."""
         result, after = self.wanted()
-        found, expected = _scaled((numpy64(self.out), result), (self.states.after(), after))
+        # A query may be all but orthogonal to the state: the sum of such terms is far smaller than they are.
+        term = self.scale * float(self.q.abs().max()) * float(np.abs(after).max(initial=0))
+        found, expected = _scaled((numpy64(self.out), result), (self.states.after(), after), term=term)
         return found, expected, _LIMITS[self.dtype]
 
 
@@ -370,7 +376,6 @@ def _inverses(rng: Rng, types: Types = _TYPES) -> Outcome:
     lengths = [np.sqrt((x**2).sum(axis=-1) + 1e-6) if problem.normalizes else np.ones(x.shape[:2]) for x in (q, k)]
     q, k = q / lengths[0][..., None], k / lengths[1][..., None]
     decay = gate * rate if problem.is_scan else decay
-    scale = 1.0 if isinstance(problem.sizes, ScanAttributes) else problem.sizes.scale
     pairs: list[tuple[Float64Array, Float64Array]] = []
     untouched = np.ones(problem.step.rows, bool)
     for start, before, count in zip(problem.step.starts, problem.step.before, problem.step.counts, strict=False):
@@ -382,7 +387,7 @@ def _inverses(rng: Rng, types: Types = _TYPES) -> Outcome:
             own, size = slice(begin, end), end - begin
             sums = np.cumsum(decay[own], axis=0).T
             decays = np.exp(np.minimum(sums[:, :, None] - sums[:, None, :], 0))
-            p = np.tril(scale * decays * np.einsum("ihk,jhk->hij", q[own], k[own]))
+            p = np.tril(problem.scale * decays * np.einsum("ihk,jhk->hij", q[own], k[own]))
             pairs.append((weights[own, :, :size].swapaxes(0, 1), p))
             a = np.tril(decays * np.einsum("ihk,jhk->hij", k[own], k[own]) * gate[own].T[:, :, None], -1)
             if not problem.is_scan:
