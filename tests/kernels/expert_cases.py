@@ -18,7 +18,8 @@ from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans
 from tests.simulators import gluon_emulator
 
-gluon_emulator.install(matmul_int4)  # of grouped_matmul_int4's sums
+# grouped_matmul_int4 takes its sums from there.
+gluon_emulator.install(matmul_int4)
 
 Rng = np.random.Generator
 Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the largest error over the largest value

@@ -125,10 +125,10 @@ BETWEEN = """, codes, scales, zero_points, tile, coming,
 FAULTS: Mapping[str, Fault] = {
     "a wait is for one group less": Fault("wait_group(AHEAD - 1)", "wait_group(AHEAD)", NO_WAIT),
     "no wait": Fault("        async_copy.wait_group(AHEAD - 1)\n", "", NO_WAIT),
-    "copies of a turn are no group": Fault(
+    "copies of a turn are not committed": Fault(
         "        async_copy.commit_group()\n        loaded", "        loaded", NO_WAIT
     ),
-    "first copies are no groups": Fault(
+    "first copies are not committed": Fault(
         "        async_copy.commit_group()\n    wait_for_inputs", "    wait_for_inputs", NO_WAIT
     ),
     "one span less is copied at first": Fault("tl.static_range(AHEAD):", "tl.static_range(AHEAD - 1):", NO_WAIT),

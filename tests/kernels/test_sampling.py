@@ -14,7 +14,7 @@ from ingot.sizes import next_power_of_two
 from tests.each_case import each_case
 
 VOCABULARY = 150
-ROUNDING = 1e-6  # of a sum of 1,000 numbers in float32
+ROUNDING = 1e-6  # relative error: 1,000 numbers are summed in float32
 STRANGE = {"nan": {7: torch.nan}, "infinite": {7: torch.inf}, "nothing allowed": dict.fromkeys(range(150), -torch.inf)}
 
 
@@ -73,7 +73,7 @@ def drawn(
 
 
 def tokens_within_rounding(logits: NDArray[np.float32], params: SamplingParams, uniform: float) -> set[int]:
-    """What the host chooses for this top_p and uniform, and for those next to them: sums of probabilities round."""
+    """Return the host's tokens for this top_p and uniform, and for those next to them: sums of probabilities round."""
     top_ps = [params.top_p * (1 - ROUNDING), params.top_p, min(params.top_p * (1 + ROUNDING), 1.0)]
     choices = [TokenChoice.of(replace(params, top_p=top_p)) for top_p in top_ps]
     uniforms = [max(uniform - ROUNDING, 0.0), uniform, min(uniform + ROUNDING, 1 - 2.0**-53)]

@@ -17,7 +17,7 @@ them; memory that was never written; copies or multiplications unfinished at the
 
 A kernel without `gl.warp_specialize` is one role, "the whole program", and waits for groups of its copies. Its threads
 read what others of them copied or may still read: the compiler puts barriers there, so they are not checked. Memory to
-which nothing refers any longer is free, as the compiler's is: the next allocation may be in its place.
+which nothing refers any longer is free, as in a compiled kernel: the next allocation may be in its place.
 
 The programs of a launch follow each other; each begins with memory of its own, and is checked at its end.
 """
@@ -57,7 +57,7 @@ class _Role:
     threads: int
     known: int = 0
     fenced: int = 0
-    copies: list["_Copy"] = field(default_factory=list)  # for which neither a barrier nor a group waits yet
+    copies: list["_Copy"] = field(default_factory=list)  # not committed: neither a barrier nor a group has them
     groups: list[list["_Copy"]] = field(default_factory=list)  # the newest last
     multiplying: list["Accumulator"] = field(default_factory=list)
 

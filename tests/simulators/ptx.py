@@ -96,7 +96,7 @@ class Shared:
         self.groups: list[list[tuple[Lanes, Lanes, Lanes]]] = [[]]
 
     def load(self, addresses: Lanes, threads: Lanes, size: int) -> NDArray[np.uint8]:
-        """Bytes [len(addresses), size]; a thread _SEVERAL stands for all threads of a warp."""
+        """Bytes [len(addresses), size]; _SEVERAL as a thread is all threads of a warp."""
         places, owner = self._places(addresses, size), threads[:, None]
         assert (self.copier[places] == _NOBODY).all(), "a read of a place whose copy no wait has completed"
         assert self.is_written[places].all(), "a read of a place that nothing was written to"
@@ -345,7 +345,7 @@ class Block:
             raise NotImplementedError(f"cp.{'.'.join(modifiers)}")
 
     def _copy(self, operands: list[str], active: NDArray[np.bool_]) -> None:
-        """Copy as many bytes as the source has; the others are zero."""
+        """Copy as many bytes as the source has, then zeros."""
         target, source = (self._lanes(one)[active] for one in operands[:2])
         size, source_sizes = int(operands[2], 0), self._read(operands[3], "u32")[active]
         assert (source % size == 0).all(), f"{size} bytes are not aligned"
