@@ -41,6 +41,10 @@ _OPERAND = re.compile(r"tensor<(\d+x\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), [^}
 _STDERR_LINES = 20  # last lines that a crashed process wrote
 
 
+# Of a block: CUDA C++ Programming Guide, technical specifications per compute capability.
+MOST_SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+
+
 @dataclass(frozen=True)
 class Cubin:
     """A compiled kernel."""
@@ -85,6 +89,17 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     except ArtifactError as error:
         raise BuildError(f"{kernel.name} for SM {sm}: {error}") from error
     return Cubin(code, CubinFacts(symbol=meta.name, shared_bytes=meta.shared))
+
+
+def require_shared_memory(cubins: Mapping[str, Cubin], sm: int) -> None:
+    """Raise BuildError for a kernel that needs more shared memory than a block of the SM can have."""
+    largest = max(cubins.values(), key=lambda cubin: cubin.facts.shared_bytes)
+    if largest.facts.shared_bytes > MOST_SHARED_BYTES[sm]:
+        raise BuildError(
+            f"{largest.facts.symbol} for SM {sm} needs {largest.facts.shared_bytes} bytes of shared memory, of which a "
+            f"block has {MOST_SHARED_BYTES[sm]} at most; choose smaller tiles, or fewer stages, in gpu.tiles, or leave "
+            "it out"
+        )
 
 
 def compile_by_triton(kernel: Kernel, sm: int) -> Any:

@@ -21,7 +21,7 @@ from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import DTYPE, KV, MODEL
 from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors, stream_weights
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cuda.cubins import compile_kernels
+from ingot.pipeline.targets.cuda.cubins import compile_kernels, require_shared_memory
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, StreamedExperts, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
@@ -121,6 +121,7 @@ def write_launch_weights(shared: Shared, folder: Path, weights_file: str) -> Non
 
 def _write_cubins(lowered: LoweredLaunches, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:
     made = compile_kernels(lowered.shared.kernels, sm, workers)
+    require_shared_memory(made, sm)
     file = folder / cubins_file(sm)
     content = arrays_as_safetensors({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
     with explain_full_disk(file, "the cubins", len(content)):

@@ -115,6 +115,18 @@ def test_a_second_build_has_the_same_identity(
     assert second.files == {**artifact.manifest.files, **of_the_recipe}
 
 
+def test_a_tile_that_no_block_of_the_gpu_has_memory_for_is_refused_before_anything_is_sealed(
+    build_unmeasured: BuildArtifact, program: CudaProgram, tmp_path: Path
+) -> None:
+    matmul = next(kernel for kernel in program.kernels.values() if kernel.constants.get("AHEAD") == 3)
+    n, columns = int(matmul.constants["N"]), int(matmul.constants["COLUMNS"])
+    shape = MatmulShape(kernel="matmul_nbits", rows=1, n=n, columns=columns, bits=4, group=32)
+    table = TileTable(sm=90, choices={shape.key: Tile(rows=8, columns=1024, num_stages=16, direct=True)})
+    (tmp_path / "tiles.json").write_text(table.model_dump_json())
+    with pytest.raises(BuildError, match=r"matmul_int4 for SM 90 needs \d+ bytes of shared memory, of which a block"):
+        build_unmeasured("int4-cuda", LLAMA, *SMALL, f"gpu.tiles={tmp_path / 'tiles.json'}")
+
+
 def test_a_table_of_tiles_decides_and_is_named_in_the_program(
     build_unmeasured: BuildArtifact, program: CudaProgram, tmp_path: Path
 ) -> None:
