@@ -92,7 +92,7 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
 
 
 def require_shared_memory(cubins: Mapping[str, Cubin], sm: int) -> None:
-    """Raise BuildError for a kernel that needs more shared memory than a block of the SM can have."""
+    """Raise BuildError for a kernel that needs more shared memory than fits a block of the SM."""
     largest = max(cubins.values(), key=lambda cubin: cubin.facts.shared_bytes)
     if largest.facts.shared_bytes > MOST_SHARED_BYTES[sm]:
         raise BuildError(
