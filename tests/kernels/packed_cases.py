@@ -10,6 +10,8 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -98,6 +100,47 @@ class Packed:
             "GROUPS": self.scales.shape[0],
             "HAS_ZERO_POINTS": self.zero_points is not None,
         }
+
+
+@dataclass(frozen=True)
+class Product:
+    """Rows in float16 times a weight of 4 bits, by a kernel of that name.
+
+    x    [rows, columns]
+    """
+
+    kernel: ClassVar[str]
+    x: torch.Tensor
+    weight: Packed
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The operands: memory that the kernel may load."""
+        zero_points = self.weight.zero_points
+        return [self.x, self.weight.codes, self.weight.scales, *([] if zero_points is None else [zero_points])]
+
+    def multiplied(self, module: ModuleType, constants: Mapping[str, Any], rows: slice = slice(None)) -> torch.Tensor:
+        """Multiply some rows by a module's kernel, and add the partials in order."""
+        x, (n, columns) = self.x[rows], self.weight.values.shape
+        programs = 1 if constants["FOLDS"] else int(constants["SPLITS"])
+        out = torch.full((programs, len(x), n), torch.nan)
+        grid = (-(-len(x) // constants["TILE_ROWS"]), -(-n // constants["TILE"]), programs)
+        getattr(module, self.kernel)[grid](
+            *(x, self.weight.codes, self.weight.scales, self.weight.zero_points, None, out),
+            *(len(x), columns, n, 1.0, 0.0),
+            **self.weight.constants,
+            **constants,
+            HAS_BIAS=False,
+            HAS_SOFTCAP=False,
+            DTYPE=tl.float16,
+        )
+        return out.sum(0) if programs > 1 else out[0]
+
+    def check(self, found: torch.Tensor) -> None:
+        """Compare a result of all rows with float64."""
+        magnitude = np.abs(numpy64(self.x)) @ np.abs(self.weight.values.T)
+        errors = np.abs(numpy64(found) - numpy64(self.x) @ self.weight.values.T) / magnitude
+        assert errors.max() <= LIMITS[self.kernel]
 
 
 def rows_of(rng: np.random.Generator, columns: int, most: int = 40) -> torch.Tensor:

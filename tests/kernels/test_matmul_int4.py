@@ -2,7 +2,6 @@
 however far ahead, no load outside of tensors, and planted faults. Random problems are in packed_cases.py."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,26 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 
 from ingot.kernels import matmul_int4 as kernel_module
 from tests.each_case import each_case
 from tests.kernels.expert_cases import grouped
-from tests.kernels.packed_cases import LIMITS, Packed
+from tests.kernels.packed_cases import Packed, Product
 from tests.kernels.planted_faults import Fault, require_found
-from tests.kernels.reference import numpy64
 from tests.simulators import gluon_emulator
 from tests.simulators.triton_interpreter import refuse_loads_outside, use_ordered_dots
 
 TILE, TILE_ROWS = 32, 8
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Rows, a weight of several tiles, and the result in float64."""
+class Problem(Product):
+    """A weight of several tiles."""
 
-    x: torch.Tensor
-    weight: Packed
+    kernel = "matmul_int4"
 
     @classmethod
     def random(cls, seed: int, n: int = 48, columns: int = 900, group: int = 64) -> "Problem":
@@ -40,37 +35,10 @@ class Problem:
             weight = Packed.of(rng, 4, n, columns, group)
         return cls(torch.from_numpy(rng.standard_normal((5, columns))).to(torch.float16), weight)
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        zero_points = self.weight.zero_points
-        return [self.x, self.weight.codes, self.weight.scales, *([] if zero_points is None else [zero_points])]
-
     def run(self, module: ModuleType = kernel_module, ahead: int = 3, splits: int = 1, **changed: Any) -> torch.Tensor:
         """The result; `changed` are constants."""
-        n, columns = self.weight.values.shape
-        constants = {"FOLDS": False, **changed}
-        programs = 1 if constants["FOLDS"] else splits
-        out = torch.full((programs, len(self.x), n), torch.nan)
-        module.matmul_int4[(-(-len(self.x) // TILE_ROWS), -(-n // TILE), programs)](
-            *(self.x, self.weight.codes, self.weight.scales, self.weight.zero_points, None, out),
-            *(len(self.x), columns, n, 1.0, 0.0),
-            **self.weight.constants,
-            **constants,
-            SPLITS=splits,
-            TILE_ROWS=TILE_ROWS,
-            TILE=TILE,
-            AHEAD=ahead,
-            WARPS=2,
-            HAS_BIAS=False,
-            HAS_SOFTCAP=False,
-            DTYPE=tl.float16,
-        )
-        return out.sum(0) if programs > 1 else out[0]
-
-    def check(self, found: torch.Tensor) -> None:
-        magnitude = np.abs(numpy64(self.x)) @ np.abs(self.weight.values.T)
-        errors = np.abs(numpy64(found) - numpy64(self.x) @ self.weight.values.T) / magnitude
-        assert errors.max() <= LIMITS["matmul_int4"]
+        sizes = {"TILE_ROWS": TILE_ROWS, "TILE": TILE, "WARPS": 2, "FOLDS": False}
+        return self.multiplied(module, {**sizes, "AHEAD": ahead, "SPLITS": splits, **changed})
 
 
 @each_case("group", (32, 64, 128))

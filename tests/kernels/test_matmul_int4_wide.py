@@ -2,7 +2,6 @@
 bits of every schedule, tile and batch, planted faults, and the order of its machine code."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 
 from ingot.kernels import matmul_int4_wide as kernel_module
 from tests.each_case import each_case
-from tests.kernels.packed_cases import LIMITS, Packed, error
+from tests.kernels.packed_cases import LIMITS, Packed, Product, error
 from tests.kernels.planted_faults import Fault, require_found
-from tests.kernels.reference import numpy64
 from tests.kernels.test_compiled_attention import compiled
 from tests.simulators import gluon_emulator
 from tests.simulators.triton_interpreter import refuse_loads_outside, use_ordered_dots
@@ -40,12 +37,10 @@ print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Rows, a weight of several tiles, and the result in float64."""
+class Problem(Product):
+    """A weight of several tiles."""
 
-    x: torch.Tensor
-    weight: Packed
+    kernel = "matmul_int4_wide"
 
     @classmethod
     def random(cls, rng: np.random.Generator, rows: int, n: int = 300, columns: int = 1000) -> "Problem":
@@ -54,27 +49,8 @@ class Problem:
 
     def run(self, module: ModuleType = kernel_module, *, rows: slice = slice(None), **changed: Any) -> torch.Tensor:
         """The rows' result; `changed` are constants."""
-        x = self.x[rows]
-        n, columns = self.weight.values.shape
-        constants = {"TILE_ROWS": 32, "STAGES": 3, "SPLITS": 1, "FOLDS": False, **changed}
-        programs = 1 if constants["FOLDS"] else int(constants["SPLITS"])
-        out = torch.full((programs, len(x), n), torch.nan)
-        module.matmul_int4_wide[(-(-len(x) // constants["TILE_ROWS"]), -(-n // 256), programs)](
-            *(x, self.weight.codes, self.weight.scales, self.weight.zero_points, None, out),
-            *(len(x), columns, n, 1.0, 0.0),
-            **self.weight.constants,
-            **constants,
-            TILE=256,
-            HAS_BIAS=False,
-            HAS_SOFTCAP=False,
-            DTYPE=tl.float16,
-        )
-        return out.sum(0) if programs > 1 else out[0]
-
-    def check(self, found: torch.Tensor) -> None:
-        magnitude = np.abs(numpy64(self.x)) @ np.abs(self.weight.values.T)
-        errors = np.abs(numpy64(found) - numpy64(self.x) @ self.weight.values.T) / magnitude
-        assert errors.max() <= LIMITS["matmul_int4_wide"]
+        sizes = {"TILE_ROWS": 32, "TILE": 256, "STAGES": 3, "SPLITS": 1, "FOLDS": False}
+        return self.multiplied(module, {**sizes, **changed}, rows)
 
 
 def test_a_random_problem_is_that_of_float64(kernel_case: int) -> None:
@@ -117,9 +93,7 @@ def test_partials_that_a_program_adds_itself_are_those_that_their_reader_adds(
 @each_case("n", (64, 300, 320))
 def test_no_load_leaves_its_tensor(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.random(np.random.default_rng(4), 20, n)
-    weight = problem.weight
-    tensors = [problem.x, weight.codes, weight.scales, *([] if weight.zero_points is None else [weight.zero_points])]
-    loads = refuse_loads_outside(monkeypatch, tensors)
+    loads = refuse_loads_outside(monkeypatch, problem.tensors)
     problem.check(problem.run())
     assert loads
 
