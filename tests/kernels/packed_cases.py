@@ -103,7 +103,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Product:
+class PackedMatmul:
     """Rows in float16 times a weight of 4 bits, by a kernel of that name.
 
     x    [rows, columns]

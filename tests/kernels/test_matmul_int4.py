@@ -13,7 +13,7 @@ import torch
 from ingot.kernels import matmul_int4 as kernel_module
 from tests.each_case import each_case
 from tests.kernels.expert_cases import grouped
-from tests.kernels.packed_cases import Packed, Product
+from tests.kernels.packed_cases import Packed, PackedMatmul
 from tests.kernels.planted_faults import Fault, require_found
 from tests.simulators import gluon_emulator
 from tests.simulators.triton_interpreter import refuse_loads_outside, use_ordered_dots
@@ -21,7 +21,7 @@ from tests.simulators.triton_interpreter import refuse_loads_outside, use_ordere
 TILE, TILE_ROWS = 32, 8
 
 
-class Problem(Product):
+class Problem(PackedMatmul):
     """A weight of several tiles."""
 
     kernel = "matmul_int4"

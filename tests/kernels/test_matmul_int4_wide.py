@@ -12,7 +12,7 @@ import torch
 
 from ingot.kernels import matmul_int4_wide as kernel_module
 from tests.each_case import each_case
-from tests.kernels.packed_cases import LIMITS, Packed, Product, error
+from tests.kernels.packed_cases import LIMITS, Packed, PackedMatmul, error
 from tests.kernels.planted_faults import Fault, require_found
 from tests.kernels.test_compiled_attention import compiled
 from tests.simulators import gluon_emulator
@@ -37,7 +37,7 @@ print(json.dumps(found))
 """
 
 
-class Problem(Product):
+class Problem(PackedMatmul):
     """A weight of several tiles."""
 
     kernel = "matmul_int4_wide"

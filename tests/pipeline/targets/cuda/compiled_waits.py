@@ -57,7 +57,7 @@ def sources(lines: Sequence[str]) -> dict[str, set[int]]:
 
 
 def before_waiting(lines: Sequence[str]) -> list[str]:
-    """The lines that some way through the code comes to without a wait."""
+    """The lines that some way through the code reaches without a wait."""
     labels = {label[1]: number for number, line in enumerate(lines) if (label := _LABEL.match(line))}
     found, begins = set[int](), [0]
     while begins:
